@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from real_postgres import PostgresServer
 
 from tallystick.postgres.connection import idle_connections
+from tests.postgres.real_postgres import PostgresServer
 
 _numbers = count(1)
 

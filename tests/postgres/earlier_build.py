@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import psycopg
 from postgres_writing import OWNER, place_of
-from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Committable, Owner
 from tallystick.postgres.names import fingerprint, insert_token, name_of, staged_id
+from tests.postgres.real_postgres import PostgresServer
 
 TABLES = (
     """CREATE TABLE {schema}.tallystick_committed (

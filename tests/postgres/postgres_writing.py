@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import (
     Committable,
@@ -16,6 +15,7 @@ from tallystick.epoch.two_phase import (
     TwoPhaseCommitSink,
 )
 from tallystick.postgres.sink import PostgresSink
+from tests.postgres.real_postgres import PostgresServer
 
 OWNER = Owner("late flights", "postgres-1", "7a1d5f1c-lineage")
 COLUMNS = "a bigint, b text"

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from postgres_writing import attempted, begun, opened
-from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Outcome
 from tallystick.errors import OptionError, RecordError
 from tallystick.postgres.binary_copy import CHUNK_ROWS
+from tests.postgres.real_postgres import PostgresServer
 
 Create = Callable[..., str]
 _numbers = count(1)

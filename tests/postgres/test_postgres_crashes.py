@@ -30,7 +30,6 @@ from postgres_writing import (
     prepared,
     rows_of,
 )
-from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Committable, Outcome, commit_all, to_abort
 from tallystick.errors import RetriableError
@@ -38,6 +37,7 @@ from tallystick.postgres import connection as connection_module
 from tallystick.postgres import driver as driver_module
 from tallystick.postgres.connection import connect, idle_connections
 from tallystick.run.participants import CommitsBeside, OpenSinks
+from tests.postgres.real_postgres import PostgresServer
 from tests.waiting import wait_for
 
 Create = Callable[..., str]

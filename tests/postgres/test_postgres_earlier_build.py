@@ -15,10 +15,10 @@ from postgres_writing import (
     prepared,
     rows_of,
 )
-from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.errors import DataLossError, OptionError
+from tests.postgres.real_postgres import PostgresServer
 
 Create = Callable[..., str]
 

@@ -6,10 +6,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 from postgres_writing import opened, place_of, prepared, staging_of
-from real_postgres import PostgresServer
 
 from tallystick import OptionError, RecordError
 from tallystick.epoch.two_phase import Outcome
+from tests.postgres.real_postgres import PostgresServer
 
 Create = Callable[..., str]
 UPSERTS = {"transactions": "staged", "key": ["k"]}

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 from earlier_build import EarlierBuild
 from postgres_writing import COLUMNS, OWNER, WAYS, attempted, begun, opened, prepared, rows_of
-from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Committable, Outcome
 from tallystick.errors import DataLossError, ManifestError, OptionError, RetriableError
 from tallystick.postgres.connection import idle_connections
 from tallystick.postgres.names import application_prefix, owner_prefix
+from tests.postgres.real_postgres import PostgresServer
 
 Create = Callable[..., str]
 HIGH, LOW = '"The ""high"" one"', '"o\'Low"'

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from postgres_writing import COLUMNS, opened, prepared, rows_of
-from real_postgres import PostgresServer
 from typer.testing import CliRunner
 
 import tallystick as ts
@@ -15,6 +14,7 @@ from tallystick.epoch.two_phase import Owner
 from tallystick.pipeline.recovery import SinkRecovery
 from tallystick.testing.kafka import EmbeddedKafka
 from tests.lingering_job import LingeringJob
+from tests.postgres.real_postgres import PostgresServer
 
 OWNER = Owner("recovered", "postgres-1", "L")
 

@@ -25,7 +25,6 @@ from postgres_writing import (
     rows_of,
     staging_of,
 )
-from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import (
     Committable,
@@ -42,6 +41,7 @@ from tallystick.postgres import own_tables
 from tallystick.postgres.connection import connect, idle_connections
 from tallystick.postgres.names import NAME_BYTES_MAX, name_of, owner_prefix
 from tallystick.postgres.sink import PostgresSink
+from tests.postgres.real_postgres import PostgresServer
 
 Create = Callable[..., str]
 

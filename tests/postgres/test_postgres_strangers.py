@@ -22,13 +22,13 @@ from postgres_writing import (
     rows_of,
     staging_of,
 )
-from real_postgres import PostgresServer
 
 from tallystick.epoch.two_phase import Outcome
 from tallystick.errors import OptionError, RecordError, RetriableError
 from tallystick.postgres import outcome
 from tallystick.postgres.connection import idle_connections
 from tallystick.postgres.names import application_of
+from tests.postgres.real_postgres import PostgresServer
 from tests.waiting import wait_for
 
 Create = Callable[..., str]
