@@ -33,6 +33,11 @@ RECORDS = 3_000
 STEP_TIMEOUT_S = 900
 PIP = ("pip", "install", "--quiet", "--disable-pip-version-check")
 EXTRAS = "[demo,java]"
+OURS = ("PYTHONPATH", "PYSPARK_PYTHON")
+"""Variables that lead to our Python; a test of Spark in this process has set the second one.
+
+Workers of the demo would be ours, then: not of the wheel, and without kernels.
+"""
 
 Command = tuple[str | Path, ...]
 Way = Callable[[Path, Path], Command]
@@ -41,7 +46,7 @@ Way = Callable[[Path, Path], Command]
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command outside of the repository, and return what it prints."""
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    own = {name: value for name, value in os.environ.items() if name not in OURS}
     done = subprocess.run(
         command, cwd=cwd, env=own, stdout=subprocess.PIPE, text=True, timeout=STEP_TIMEOUT_S
     )
