@@ -14,7 +14,7 @@ from tallystick.testing.process import free_ports
 from tallystick_tools.chaos import cluster as chaos_cluster
 from tallystick_tools.chaos.cluster import Feed, InputRecord, Witness, read_all, running
 from tallystick_tools.chaos.proxy import APIS, END_TXN, HOST, PRODUCE
-from tallystick_tools.chaos.run import read_input
+from tallystick_tools.chaos.run import Job, read_input
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -27,7 +27,7 @@ def bound():
 
 @pytest.fixture(scope="module")
 def cluster(bound):
-    """A cluster of one broker; whether its proxy holds its port is tried while it starts."""
+    """A job's own cluster of one broker; its proxy's port is tried while that starts."""
     start, drawn = EmbeddedKafka.start, []
 
     def draw(count, host):
@@ -44,7 +44,8 @@ def cluster(bound):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chaos_cluster, "free_ports", draw)
             patch.setattr(EmbeddedKafka, "start", look_and_start)
-            started = opened.enter_context(running(1, ["in", "keys"], ["out"], 2))
+            job = Job((), {"in": (), "keys": ()}, ("out",), partitions=2)
+            started = opened.enter_context(job.cluster())
         yield started
 
 
