@@ -31,7 +31,8 @@ END_S = 1.0
 """The time in which the process of a JVM ends after its connections."""
 STRAGGLERS_S = 5.0
 """The time in which the other tasks of a failed job end."""
-PY4J_LOGGERS = ("py4j", "py4j.clientserver", "py4j.java_gateway")
+PY4J_LOGGERS = ("py4j", "py4j.clientserver", "py4j.java_gateway", "")
+"""The last one is the root: py4j uses it for an answer that does not come."""
 
 
 def jvm_end(wait_s: float = 0.0) -> str:
@@ -119,6 +120,8 @@ class _NoNoise(logging.Filter):
     """Drops what py4j says of connections to a JVM that has ended."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == "root" and "py4j" not in record.pathname:
+            return True
         return not (record.levelno >= logging.WARNING or record.exc_info) or not jvm_end(END_S)
 
 

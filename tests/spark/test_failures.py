@@ -1,5 +1,6 @@
 """What Spark's errors say: the failure of a task, or the line with the reason."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from tallystick.errors import EpochAbortedError, FunctionError, OptionError, RecordError
 from tallystick.host.failure import Failure
 from tallystick.host.user_code import UserCall, calling_user
+from tallystick.spark import jvm
 from tallystick.spark.failures import (
     TaskFailedError,
     carrying_failures,
@@ -133,3 +135,22 @@ def test_an_error_of_a_udf_is_told_with_its_line() -> None:
     )
     error = meaning_of(RuntimeError(trace))
     assert str(error) == "Spark: TypeError: not a number (late.py:9)"
+
+
+@pytest.mark.parametrize(
+    ("logger", "file", "end", "is_shown"),
+    [
+        ("root", "site-packages/py4j/java_gateway.py", "Spark's JVM has ended", False),
+        ("root", "site-packages/py4j/java_gateway.py", "", True),
+        ("root", "py/program.py", "Spark's JVM has ended", True),
+        ("py4j", "site-packages/py4j/java_gateway.py", "Spark's JVM has ended", False),
+    ],
+)
+def test_only_what_py4j_says_of_a_jvm_that_has_ended_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, logger: str, file: str, end: str, is_shown: bool
+) -> None:
+    """Its answer that does not come it logs on the root logger, as a user's program may."""
+    monkeypatch.setattr(jvm, "jvm_end", lambda wait_s: end)
+    record = logging.LogRecord(logger, logging.ERROR, file, 1, "Exception while …", (), None)
+
+    assert bool(jvm._NoNoise().filter(record)) is is_shown
