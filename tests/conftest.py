@@ -110,13 +110,26 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def tidied_kafka(tallystick_kafka: EmbeddedKafka) -> Iterator[EmbeddedKafka]:
-    """The shared broker, for programs that choose the names of topics: they are gone afterwards."""
+    """The shared broker, for programs with names of their own for topics and pipelines.
+
+    Topics, and groups, which say what a pipeline has committed, are gone afterwards.
+    """
     admin = AdminClient(tallystick_kafka.confluent_options())
-    before = admin.list_topics(timeout=20).topics.keys()
+
+    def names() -> tuple[set[str], set[str]]:
+        topics = {name for name in admin.list_topics(timeout=20).topics if name[:2] != "__"}
+        groups = admin.list_consumer_groups(request_timeout=20).result().valid
+        return topics, {group.group_id for group in groups}
+
+    topics_before, groups_before = names()
     yield tallystick_kafka
-    names = admin.list_topics(timeout=20).topics.keys() - before
-    new = [name for name in names if not name.startswith("__")]
-    for deleted in (admin.delete_topics(new) if new else {}).values():
+    topics, groups = names()
+    new_topics, new_groups = [*(topics - topics_before)], [*(groups - groups_before)]
+    deletions = {
+        **(admin.delete_topics(new_topics) if new_topics else {}),
+        **(admin.delete_consumer_groups(new_groups) if new_groups else {}),
+    }
+    for deleted in deletions.values():
         deleted.result(20)
 
 

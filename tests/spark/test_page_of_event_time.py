@@ -128,7 +128,7 @@ def running(
     kafka: EmbeddedKafka, spark: SparkSession, tmp_path: Path
 ) -> Iterator[tuple[EventTimes, ts.Query, str, set[str]]]:
     """The pipeline in its second run, idle, when all has happened; and the new copies of state."""
-    flow = Flow(kafka, spark, tmp_path, name="late-flights")
+    flow = Flow(kafka, spark, tmp_path, name="flights-by-the-hour")
     times, (port,) = EventTimes(flow), free_ports(1, "127.0.0.1")
     for index in range(ROUNDS_BEFORE):
         times.feed(index)
