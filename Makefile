@@ -49,7 +49,7 @@ demo: setup
 	@$(BIN)/tallystick demo $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder -m "not long" $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

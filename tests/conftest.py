@@ -65,7 +65,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # By what it starts, roughly.
             weight = 2 * ("spark" in markers) + ("broker" in markers)
             weights[item.path] = max(weights.get(item.path, 0), weight)
-    items.sort(key=lambda item: -weights.get(item.path, 0))
+    order = order_of_files(weights)
+    items.sort(key=lambda item: order.get(item.path, (0, 0.0)))
+
+
+def order_of_files(weights: dict[Path, int]) -> dict[Path, tuple[int, float]]:
+    """Return the place of each file: those of Spark, then brokers' and others' in turn.
+
+    The ones wait much of their time, and the others never.
+    """
+    order = {}
+    for weight in set(weights.values()):
+        paths = [path for path in weights if weights[path] == weight]
+        for place, path in enumerate(paths):
+            order[path] = (-weight, 0.0) if weight > 1 else (0, place / len(paths))
+    return order
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,5 @@
 """Engines: Spark's context and cluster, resident tasks and jobs."""
 
-import importlib
 import importlib.util
 import re
 import sys
@@ -22,7 +21,9 @@ def _pyspark_version() -> str:
             text = spec.loader.get_data(str(Path(spec.origin).with_name("version.py"))).decode()
             if version := re.search(r"^__version__.*?=\s*[\"'](.+?)[\"']", text, re.MULTILINE):
                 return version[1]
-    return str(importlib.import_module("pyspark").__version__)
+    import pyspark
+
+    return pyspark.__version__
 
 
 _VERSION = _pyspark_version()
