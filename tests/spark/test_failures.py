@@ -4,6 +4,7 @@ import logging
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -154,3 +155,10 @@ def test_only_what_py4j_says_of_a_jvm_that_has_ended_is_dropped(
     record = logging.LogRecord(logger, logging.ERROR, file, 1, "Exception while …", (), None)
 
     assert bool(jvm._NoNoise().filter(record)) is is_shown
+
+
+def test_the_root_logger_has_the_filter_as_py4js_own_have() -> None:
+    jvm.quiet_end(Mock(_accumulatorServer=None))
+
+    for name in ("", "py4j", "py4j.clientserver", "py4j.java_gateway"):
+        assert any(isinstance(known, jvm._NoNoise) for known in logging.getLogger(name).filters)
