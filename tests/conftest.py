@@ -5,11 +5,9 @@ does for users.
 """
 
 import gc
-import os
 import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -159,7 +157,7 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSess
         "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
         "spark.executorEnv.TALLYSTICK_STATE_DIR": str(tmp_path_factory.mktemp("state")),
     }
-    with mock.patch.dict(os.environ, {loaded_daemon.PYTHON: loaded_daemon.stand_in()}):
+    with loaded_daemon.stand_ins():
         session = ts.spark_session("tests", master="local[2]", config=config)
     session.sparkContext.setLogLevel("ERROR")
     if PYSPARK_VERSION >= streaming.PYSPARK_VERSION_MIN:

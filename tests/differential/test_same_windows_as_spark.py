@@ -138,7 +138,7 @@ def spark(shared_spark: SparkSession) -> SparkSession:
 def expected(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Any]]]:
-    """What Spark gives, by the kind of windows."""
+    """Return the rows that Spark gives, by the kind of windows."""
     windows = {
         kind: fn.session_window("ts", "3 seconds") if theirs is None else fn.window("ts", *theirs)
         for kind, (_, theirs) in KINDS.items()

@@ -34,7 +34,7 @@ def process_on_a_terminal(
     until: Callable[[bytes], bool] = lambda _: False,
     exit_code: int = 0,
 ) -> tuple[str, str]:
-    """What a process of the command writes to a pipe, and to the terminal that its errors go to.
+    """Run the command in a process; return its output, and its errors as a terminal has them.
 
     Args:
         words: of the command.
@@ -64,7 +64,7 @@ def process_on_a_terminal(
 
 
 def read(terminal: int) -> bytes:
-    """What comes next; nothing when the other end is closed."""
+    """Return the next bytes; none when the other end is closed."""
     try:
         return os.read(terminal, 4096)
     except OSError:
@@ -72,7 +72,7 @@ def read(terminal: int) -> bytes:
 
 
 def on_a_terminal(words: list[str], exit_code: int = 0) -> tuple[str, str]:
-    """What the command itself, called here, writes to its output and to such a terminal."""
+    """Call the command in this process; return the same as of a process."""
     ours, theirs = pty.openpty()
     with (
         ThreadPoolExecutor() as pool,
@@ -209,7 +209,7 @@ def test_a_recovery_says_what_it_does(
 
 @pytest.mark.spark
 def test_a_warm_up_says_what_it_waits_for() -> None:
-    """Of kernels that are compiled already: they are loaded, which takes seconds too.
+    """A warm-up with compiled kernels still loads them, which takes seconds.
 
     A pipe gets nothing of it: `test_an_archive_is_made_once` in test_quick_start.py.
     """

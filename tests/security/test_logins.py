@@ -1,4 +1,4 @@
-"""What cannot log in is told at once, with what to change; nothing is tried again.
+"""A client that cannot log in is told at once what to change; nothing is tried again.
 
 By a password, or by a certificate at a port of the same broker that asks for one; and what works
 there with which rights.
@@ -319,7 +319,7 @@ def test_a_wrong_password_of_the_key_is_told_and_not_shown(
 
 
 def may_write(guarded: EmbeddedKafka, user: str) -> bool:
-    """Whether an independent client may."""
+    """True if an independent client may."""
     refused: list[object] = []
     producer = Witness({**guarded.confluent_options(user), "message.timeout.ms": 30_000})
     producer.produce(TOPIC, b"x", on_delivery=lambda error, _: error and refused.append(error))

@@ -43,7 +43,7 @@ FOUND_BY = {
 second to half a minute. When the simulator changes and a seed no longer does it, the search from 0
 finds another."""
 FOUND_FIRST = {reason.sentence: [reason.seed] for reason in justify.read()}
-"""Those of the kinds of faults, which are lived through anyway."""
+"""The seeds of the kinds of faults, whose worlds are lived through anyway."""
 FOUND_FIRST |= {sentence: [seed] for sentence, seed in FOUND_BY.items()}
 FAULTLESS_SEED_COUNT = 1
 
@@ -61,7 +61,7 @@ def lived(seed: int, mutation: Mutation, kinds: Collection[Fault]) -> Outcome:
 
 @cache
 def is_found(sentence: str, seed: int) -> bool:
-    """Whether a seed brings a mutation to light, with only the kinds of faults that it needs."""
+    """True if a seed brings a mutation to light with only the kinds of faults that it needs."""
     mutation = MUTATIONS[sentence]
     with mutation.broken():
         return bool(lived(seed, mutation, mutation.needs).violations)

@@ -18,7 +18,7 @@ WORLDS = int(os.environ.get("WORLDS", "20"))
 SEEDS = [int(os.environ["SEED"])] if "SEED" in os.environ else range(WORLDS)
 """`SEED=17` repeats one."""
 WHOLE = SEEDS if {"SEED", "WORLDS"} & os.environ.keys() else ()
-"""Of worlds that draw all of themselves `test_digests.py` has as many, and none may be broken."""
+"""Worlds that draw all of themselves are in `test_digests.py`, and none of them may be broken."""
 FEW = SEEDS[: max(1, WORLDS // 5)]
 """Of each kind that the seeds of `make sim` choose by themselves."""
 

@@ -17,9 +17,10 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
-from unittest import mock
 
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
@@ -49,7 +50,7 @@ class KeptJvm:
         conf = SparkConf(loadDefaults=False).set(JAVA_OPTIONS, jvm.options())
         with log.open("a") as output:
             options = {"stdout": output, "stderr": output, "process_group": 0}
-            with mock.patch.dict(os.environ, {loaded_daemon.PYTHON: loaded_daemon.stand_in()}):
+            with loaded_daemon.stand_ins():
                 self._gateway: Any = launch_gateway(conf, options)  # type: ignore[no-untyped-call]
 
     @property
@@ -99,6 +100,16 @@ def take_jvm(folder: Path) -> KeptJvm:
         _jvms.extend(free)
     free[0].is_taken = True
     return free[0]
+
+
+@contextmanager
+def environment_of_a_jvm(folder: Path) -> Iterator[dict[str, str]]:
+    """Lend a JVM to one program; yield the environment in which the program finds it."""
+    kept_jvm = take_jvm(folder)
+    try:
+        yield {**os.environ, **kept_jvm.variables}
+    finally:
+        kept_jvm.clear()
 
 
 class ForkedProcess:

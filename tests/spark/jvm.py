@@ -73,9 +73,11 @@ def interpreting(shared_spark: SparkSession) -> Iterator[SparkSession]:
     before = {name: str(shared_spark.conf.get(name)) for name in INTERPRETED}
     for name, value in INTERPRETED.items():
         shared_spark.conf.set(name, value)
-    yield shared_spark
-    for name, value in before.items():
-        shared_spark.conf.set(name, value)
+    try:
+        yield shared_spark
+    finally:
+        for name, value in before.items():
+            shared_spark.conf.set(name, value)
 
 
 def _record(archive: Path) -> None:

@@ -19,8 +19,11 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 from tallystick.host.forks import make_ready_for_forks
 from tallystick.host.kernel_cache import WARM_UP_MODULES, are_compiled
@@ -40,7 +43,7 @@ PROGRAMS = (
     "pyspark.sql.streaming.python_streaming_source_runner",
     "pyspark.sql.streaming.transform_with_state_driver_worker",
 )
-"""Those that Spark starts for each streaming query, without a daemon."""
+"""The programs that Spark starts for each streaming query, without a daemon."""
 OF_SOURCES = (
     *PROGRAMS,
     "pyspark.sql.worker.create_data_source",
@@ -67,7 +70,7 @@ TEMPLATE = "TEST_DAEMONS_TEMPLATE"
 
 
 _kept: list[object] = []
-"""What ends with this process."""
+"""The template and the folder of its socket, which end with this process."""
 
 
 @cache
@@ -134,6 +137,13 @@ def stand_in() -> str:
     )
     program.chmod(0o700)
     return str(program)
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """Have the JVM that starts in here start stand-ins as its Python."""
+    with mock.patch.dict(os.environ, {PYTHON: stand_in()}):
+        yield
 
 
 def become_what_was_asked_for(connection: socket.socket) -> None:

@@ -1,7 +1,6 @@
 """`KafkaSink.write`: one Kafka transaction for all rows of a DataFrame, or none of them."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tallystick.kafka.transactions import list_open_ids
 from tallystick.testing import EmbeddedKafka
 from tallystick.testing.process import ProcessGroup
 from tests.spark import topics
-from tests.spark.forked_driver import KeptJvm, take_jvm
+from tests.spark.forked_driver import environment_of_a_jvm
 from tests.spark.topics import by_key, numbered, pending, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -173,7 +173,7 @@ def test_what_timed_out_before_the_commit_is_written_again(spark, kafka, topic, 
 
 
 def job(
-    group: ProcessGroup, kept_jvm: KeptJvm, kafka: EmbeddedKafka, log: Path, topic: str
+    group: ProcessGroup, environment: dict[str, str], kafka: EmbeddedKafka, log: Path, topic: str
 ) -> subprocess.Popen[str]:
     """Start a process that writes, and does not come to an end."""
     spec = {"servers": kafka.bootstrap_servers, "topic": topic}
@@ -184,7 +184,7 @@ def job(
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={**os.environ, **kept_jvm.variables},
+            env=environment,
         )
 
 
@@ -194,13 +194,13 @@ class Writer:
     def __init__(
         self,
         group: ProcessGroup,
-        kept_jvm: KeptJvm,
+        environment: dict[str, str],
         kafka: EmbeddedKafka,
         log: Path,
         topic: str,
     ) -> None:
         self._kafka, self._log, self._topic = kafka, log, topic
-        self.process = job(group, kept_jvm, kafka, log, topic)
+        self.process = job(group, environment, kafka, log, topic)
 
     def wait_until_written(self) -> None:
         """Wait until its transaction is open and has rows."""
@@ -214,12 +214,8 @@ class Writer:
 @pytest.fixture
 def writer(kafka: EmbeddedKafka, topic: str, tmp_path: Path) -> Iterator[Writer]:
     """A process that starts."""
-    group, kept_jvm = ProcessGroup(), take_jvm(tmp_path)
-    try:
-        yield Writer(group, kept_jvm, kafka, tmp_path / "log", topic)
-    finally:
-        group.close()
-        kept_jvm.clear()
+    with environment_of_a_jvm(tmp_path) as environment, closing(ProcessGroup()) as group:
+        yield Writer(group, environment, kafka, tmp_path / "log", topic)
 
 
 def test_a_driver_that_is_interrupted_or_killed_leaves_nothing_visible_and_fences_nobody(

@@ -5,7 +5,6 @@ Every other change is tested without a broker, in `tests/testing/test_changed_pr
 
 import json
 import logging
-import os
 import signal
 import sys
 from contextlib import closing
@@ -21,7 +20,7 @@ from tallystick.state.compatibility import Succession
 from tallystick.testing.process import ProcessGroup
 from tests.spark.changed_job import counts, sums
 from tests.spark.flow import Facts, Flow, die
-from tests.spark.forked_driver import take_jvm
+from tests.spark.forked_driver import environment_of_a_jvm
 from tests.spark.topics import Record, ends, produce, read_committed
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -58,13 +57,11 @@ def test_both_programs_go_on_after_a_kill_in_the_first_epoch_of_the_new_one(flow
     feed(60)
     run("old", 2)
     feed(60)
-    kept_jvm = take_jvm(flow.folder)
-    with closing(ProcessGroup()) as group:
+    with environment_of_a_jvm(flow.folder) as environment, closing(ProcessGroup()) as group:
         spec = json.dumps(flow.spec(at=PREPARED, program="new", parallelism=3))
         command = [sys.executable, "-m", "tests.spark.changed_job", spec]
-        job = group.start(command, env={**os.environ, **kept_jvm.variables})
+        job = group.start(command, env=environment)
         assert job.wait(150) == -signal.SIGKILL
-    kept_jvm.clear()
 
     run("old", 1)  # nothing of the new program counts
     by_key = {key: [n for one, n in fed if one == key] for key, _ in fed}

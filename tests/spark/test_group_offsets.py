@@ -1,7 +1,6 @@
 """Consumer groups show how far queries have read; librdkafka is the one who looks."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from tallystick.spark.streaming import offset_reporter
 from tallystick.testing import EmbeddedKafka
 from tallystick.values import TopicPartition as Partition
 from tests.spark.flow import Flow, finish
-from tests.spark.forked_driver import take_jvm
+from tests.spark.forked_driver import environment_of_a_jvm
 from tests.spark.topics import WAIT_S, ends, produce
 from tests.waiting import wait_for
 
@@ -230,15 +229,9 @@ def test_a_script_that_ends_at_once_and_one_that_is_killed_show_their_last_epoch
             "checkpoint": str(reader.folder / "exit"),
             "die_before_showing": die_before,
         }
-        kept_jvm = take_jvm(reader.folder)
-        try:
-            return subprocess.run(
-                [sys.executable, EXIT_JOB, json.dumps(spec)],
-                timeout=300,
-                env={**os.environ, **kept_jvm.variables},
-            ).returncode
-        finally:
-            kept_jvm.clear()
+        command = [sys.executable, EXIT_JOB, json.dumps(spec)]
+        with environment_of_a_jvm(reader.folder) as environment:
+            return subprocess.run(command, timeout=300, env=environment).returncode
 
     reader.feed(topic, 9)
     assert run() == 0

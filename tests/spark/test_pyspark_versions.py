@@ -1,12 +1,8 @@
 """What a PySpark is too old for is refused by name; `make matrix` runs this on old ones too."""
 
 import importlib
-import os
-import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from unittest.mock import Mock
 
 import pyspark
@@ -94,33 +90,3 @@ def test_the_version_that_is_installed_is_what_counts_after_that() -> None:
 def test_every_public_name_can_be_imported() -> None:
     """Also where PySpark has no StatefulProcessor: that is 3.5."""
     assert {name for name in ts.__all__ if getattr(ts, name, None) is None} == set()
-
-
-@pytest.mark.parametrize("is_zipped", [False, True], ids=["installed", "of spark-submit"])
-def test_the_stand_in_of_a_daemon_knows_the_version_and_imports_no_pyspark(
-    tmp_path: Path, is_zipped: bool
-) -> None:
-    """Spark starts it before its first task."""
-    environment = dict(os.environ)
-    expected = PYSPARK_VERSION
-    if is_zipped:  # as SPARK_HOME/python/lib/pyspark.zip
-        expected = (4, 7)
-        archive = tmp_path / "pyspark.zip"
-        with zipfile.ZipFile(archive, "w") as file:
-            file.writestr("pyspark/__init__.py", "raise ImportError('imported')\n")
-            file.writestr("pyspark/version.py", "__version__: str = '4.7.1'\n")
-        environment["PYTHONPATH"] = str(archive)
-    program = (
-        "import sys, tallystick.spark.early_daemon\n"
-        "print(tallystick.spark.PYSPARK_VERSION, 'pyspark' in sys.modules)"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.stdout == f"{expected} False\n", done.stderr
