@@ -11,6 +11,11 @@ SEEDS ?= 1000
 HOURS ?= 1
 SECONDS ?= 60
 KILLS ?= 6
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+WITH_TOOLS := --editable '.[test,check,docs]' --editable tools
+WITH_JAVA := --editable '.[java]' --editable tools
+# uv takes a third of pip's time. Where it cannot be had or finds no index, pip does the same. Both leave modules to be compiled where they are imported.
+install = { $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(PIP) install --no-compile $(1); }
 
 help:
 	@echo "make demo    336,776 real flights through a pipeline with state that is killed again and again, then an audit"
@@ -26,7 +31,7 @@ help:
 	@echo "make image   follows deploy/Dockerfile without a container runtime, and runs the image (needs root, debootstrap)"
 	@echo "make sbom    what the wheels need, as installed here, in dist, in CycloneDX's format"
 	@echo "make sim     the protocol against $(SEEDS) seeds of a simulated world (SEED=17 replays one)"
-	@echo "make classes   the archive of classes that the JVMs of tests map, which the first test of Spark makes otherwise"
+	@echo "make classes   what each process of the tests would make for itself: the archive of classes that its JVM maps, and the bytecode of its modules"
 	@echo "make fuzz    damaged bytes for every decoder of outside bytes, for $(SECONDS) seconds (ARGS=--bounds: with checks of indices)"
 	@echo "make matrix  some of the tests on other versions of Spark, Kafka and Python, and a table of it"
 	@echo "make stress  the long tests, all examples of properties, topics in motion for a minute, brokers and drivers in chaos for three, sinks bounced, 40 kills of a keyed job, sinks killed at every fact, 300 random queries beside Spark, what 200 epochs leave in each mode, the demo from the wheel by pip, pipx and uvx, the image"
@@ -40,8 +45,9 @@ $(READY): pyproject.toml tools/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing Tallystick and what it needs into .venv"
-	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable '.[test,check,docs]' --editable tools  # modules are compiled where they are imported
-	@$(BIN)/python -c 'from tallystick.host.java import java_home; java_home()' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]' --editable tools
+	@$(PIP) install uv==0.13.9 || true
+	@$(call install,$(WITH_TOOLS))
+	@$(BIN)/python -c 'from tallystick.host.java import java_home; java_home()' 2>/dev/null || $(call install,$(WITH_JAVA))
 	@$(BIN)/tallystick warm-up
 	@touch $(READY)
 
@@ -88,6 +94,7 @@ sim: setup
 
 classes: setup
 	@$(BIN)/python -m tests.spark.jvm
+	@tests=$$($(BIN)/python -m pytest --collect-only --quiet) || { echo "$$tests" | tail -n 50; exit 1; }   # compiles modules
 
 fuzz: setup
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)

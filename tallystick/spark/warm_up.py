@@ -24,7 +24,7 @@ def warm_up() -> Iterator[str]:
         OSError: the cache folder cannot be written.
     """
     before_s = _cpu_s()
-    kernel_cache.warm_up()
+    kernel_cache.warm_up_on_two_cores()
     compiled_s = _cpu_s()
     where = kernel_cache.directory_in_use()
     yield f"kernels are compiled in {where} ({compiled_s - before_s:.1f} CPU s)"

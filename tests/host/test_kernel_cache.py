@@ -3,6 +3,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -108,6 +109,41 @@ def test_one_process_compiles_what_is_missing_until_all_is_there(
     assert are_compiled()
     kernel_cache._mark().unlink()
     assert are_compiled()  # it is loaded by now, and nobody looks again
+
+
+@pytest.mark.parametrize("is_helped", [True, False], ids=["by a process", "by one that fails"])
+def test_a_warm_up_leaves_the_longest_modules_to_a_process(
+    is_helped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernel_cache, "are_compiled", kernel_cache._KernelState())
+    steps: list[str] = []
+    modules = (*kernel_cache.EVERY_PIPELINE, *kernel_cache.OTHERS)
+    beside = [name for name in modules if name != kernel_cache.LONGEST]
+
+    class Process:
+        def __init__(self, command: list[str], **_: object) -> None:
+            assert command == [sys.executable, "-m", "tallystick.host.kernel_cache"]
+
+        def wait(self) -> None:
+            steps.append("wait")
+            if is_helped:
+                kernel_cache._mark().touch()
+
+    def imported(name: str) -> SimpleNamespace:
+        return SimpleNamespace(warm_up=lambda: steps.append(name))
+
+    monkeypatch.setattr(kernel_cache.subprocess, "Popen", Process)
+    monkeypatch.setattr(kernel_cache.importlib, "import_module", imported)
+
+    kernel_cache.warm_up_on_two_cores()
+    assert steps == [*beside, "wait", *kernel_cache.WARM_UP_MODULES]
+    assert kernel_cache._mark().exists()
+
+    steps.clear()
+    monkeypatch.setattr(kernel_cache, "are_compiled", kernel_cache._KernelState())
+    kernel_cache.warm_up_on_two_cores()
+    assert steps == [*kernel_cache.WARM_UP_MODULES], "a second time nothing is compiled"
 
 
 def test_nobody_compiles_beside_another_process(
