@@ -1,6 +1,5 @@
 """Spark's worker daemon is killed and the executor lives on: epochs run again, in new workers."""
 
-import contextlib
 import os
 import signal
 import time
@@ -16,7 +15,6 @@ from tallystick.pipeline.sinks import SinkCluster
 from tallystick.spark.jobs import run_until_alive
 from tallystick.tasks.read import Report, WritePlan
 from tallystick.testing import EmbeddedKafka
-from tests.spark import loaded_daemon
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow
 from tests.spark.mischief import Gangs, is_gone, wait_until_gone
@@ -27,8 +25,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
 EPOCH_RECORDS = 60
 KILLS = {"epoch": ("100", "writing", "idle"), "task": ("100", "400", "idle")}
 """When a daemon dies: at the record of that number, when a task has written, between epochs."""
-DAEMON = [loaded_daemon.MODULE, loaded_daemon.TASKS]
-"""The end of its command, and of that of the workers that it forks."""
 REAPED = """Job aborted due to stage failure: Lost task 0.0 in stage 2.0: \
 java.io.IOException: Stream closed
 \tat java.base/java.io.DataOutputStream.flush(DataOutputStream.java:128)
@@ -194,28 +190,33 @@ def test_more_dead_workers_than_an_epoch_has_attempts_are_taken_out_of_the_pool(
     """Spark gives each of them a task before it sees that it is dead; this epoch has one task."""
     flow, all_there = Flow(kafka, None, tmp_path, partitions=6), tmp_path / "all"
     flow.feed(120, keys=60)
-    spec = flow.spec(master="local[6]", map_waits_for=str(all_there), execution="jobs")
+    spec = flow.spec(master="local[6]", map_waits_for=str(all_there))
     driver = drivers.take()
-    driver.run(spec)
-    deadline = time.monotonic() + 120
-    while len(workers := _workers_of(driver.pid)) <= ATTEMPTS_MAX + 1:
-        assert time.monotonic() < deadline, workers
-        time.sleep(0.1)
+    driver.run({**spec, "execution": "jobs", "tells_pids": str(tmp_path / "before")})
+    wait_until(lambda: len(told_in(tmp_path / "before")) > ATTEMPTS_MAX + 1, "few workers")
+    workers = told_in(tmp_path / "before")
+    daemons = {_parent(worker) for worker in workers}
     all_there.touch()
     assert driver.wait_for_end() is None
 
     flow.feed(10, partition=0)
-    daemons = set(workers.values())
     for daemon in daemons:
         os.kill(daemon, signal.SIGKILL)
-    driver.run({**spec, "execution": execution})
+    wait_until_gone(daemons | workers)
+    driver.run({**spec, "execution": execution, "tells_pids": str(tmp_path / "after")})
     assert driver.wait_for_end() is None
 
     # Resident tasks start before the first epoch does, which waits for them.
     assert driver.facts.count("ActionFailed") in ((1,) if execution == "jobs" else (0, 1))
-    assert not daemons & set(_workers_of(driver.pid).values())
+    assert told_in(tmp_path / "after").isdisjoint(workers)
+    assert told_in(tmp_path / "after")
     flow.assert_exact()
     drivers.give_back(driver)
+
+
+def told_in(folder: Path) -> set[int]:
+    """Return the processes in which the functions of a pipeline have said that they run."""
+    return {int(path.name) for path in folder.glob("*")}
 
 
 @pytest.mark.parametrize("dead", [0, 1, 20])
@@ -243,20 +244,6 @@ def test_only_workers_that_died_are_waited_out() -> None:
     run_until_alive(run_nothing)
 
     assert len(ran) == 1
-
-
-def _workers_of(driver: int) -> dict[int, int]:
-    """The workers of tasks in a local driver, and the daemon of each."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
-            if (path / "cmdline").read_text().split("\0")[-3:-1] == DAEMON:
-                parents[int(path.name)] = int(fields[1])
-            elif int(fields[1]) == driver:
-                parents[int(path.name)] = driver  # the JVM
-    daemons = {pid for pid, parent in parents.items() if parents.get(parent) == driver}
-    return {pid: parent for pid, parent in parents.items() if parent in daemons}
 
 
 def _parent(pid: int) -> int:

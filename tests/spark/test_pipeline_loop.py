@@ -228,7 +228,7 @@ def test_a_keyed_tasks_rows_stay_within_its_memory_however_much_waits(flow: Flow
     sizes = [progress["epochSize"] for progress in query.recentProgress]
     assert sizes[0]["bytesOfBusiestTask"] > 0
     assert all(size["bytesOfBusiestTask"] < 1.3 * 6_000 for size in sizes[1:]), sizes
-    assert sizes[-2]["because"] == Reason.BYTES.value
+    assert any(size["because"] == Reason.BYTES.value for size in sizes), sizes
     records = read_committed(flow.confluent, flow.topic_out)
     counts = {record.key: json.loads(record.value or "")["value"] for record in records}
     assert counts == Counter(key for key, _ in flow.input)
