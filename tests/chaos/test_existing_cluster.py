@@ -95,6 +95,7 @@ def names(kafka) -> set[str]:
     return {*AdminClient(kafka.confluent_options()).list_topics(timeout=20).topics}
 
 
+@pytest.mark.broker
 def test_clients_come_through_the_proxies_and_topics_are_gone_afterwards(kafka):
     for _ in range(2):  # the same names again
         with existing(kafka.bootstrap_servers, [IN], [OUT], 2) as cluster:
@@ -119,6 +120,7 @@ def test_clients_come_through_the_proxies_and_topics_are_gone_afterwards(kafka):
         assert not {IN, OUT} & names(kafka)
 
 
+@pytest.mark.broker
 def test_a_topic_that_exists_is_refused_and_left_alone(kafka):
     kafka.create_topic(MINE)
     with pytest.raises(OptionError, match=f"has {MINE} already"):
@@ -127,6 +129,7 @@ def test_a_topic_that_exists_is_refused_and_left_alone(kafka):
     assert IN not in names(kafka)
 
 
+@pytest.mark.broker
 def test_a_topic_that_cannot_be_made_leaves_none_behind(kafka):
     with pytest.raises(OptionError, match="'no name' cannot be made"):
         existing(kafka.bootstrap_servers, [IN], ["no name"], 2).__enter__()

@@ -366,6 +366,7 @@ def test_rows_keep_their_order_in_each_partition(tmp_path):
         assert numbers == sorted(numbers)
 
 
+@pytest.mark.spark
 def test_partitions_are_named_as_spark_names_them(tmp_path, shared_spark):
     """Spark writes the same rows: same folders; and Spark reads ours: same rows."""
     texts = ["a b", "a/b", "a=b", "50%", "ü", "#[x]^{", "", None, "a:b?*'\"\\", "\t.", ".."]
@@ -401,6 +402,7 @@ def test_partitions_are_named_as_spark_names_them(tmp_path, shared_spark):
     assert ours == theirs
 
 
+@pytest.mark.spark
 def test_spark_sees_nothing_of_what_is_pending(tmp_path, shared_spark):
     sink = opened(tmp_path)
     (decided,) = prepared(sink, place(1), rows(0, 5))

@@ -191,6 +191,7 @@ def test_unknown_fields_are_named():
         protocol.EndTxnRequest(comitted=True)
 
 
+@pytest.mark.broker
 def test_the_schemas_are_those_of_kafkas_own_jar(tallystick_kafka):
     """The jar of the embedded broker has them; `messages.json` is made of nothing else."""
     jar = jar_folder("4.3.0") / "kafka-clients-4.3.0.jar"
