@@ -114,6 +114,8 @@ def test_there_are_generated_parts() -> None:
 
 def test_the_api_page_has_each_public_name_once() -> None:
     named = re.findall(r"^::: tallystick\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    lacking = set(tallystick.__all__) - set(named)
+    assert not lacking, f"docs/api.md lacks `::: tallystick.NAME` for {lacking}"
     assert sorted(named) == sorted(tallystick.__all__)
 
 

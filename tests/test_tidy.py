@@ -542,7 +542,9 @@ def test_english_is_plain(module: Source) -> None:
         assert not NO_DOCSTRING_BEGINS_WITH.match(docstring), f"{name}: {docstring}"
     for node in module.nodes:
         if isinstance(node, ast.ClassDef):
-            assert not NO_CLASS_IS_CALLED.fullmatch(node.name), f"{node.name}"
+            assert not NO_CLASS_IS_CALLED.fullmatch(node.name), (
+                f"{node.name}: a class is called by a noun, not by a word in -ed or -ing alone"
+            )
         if isinstance(node, ast.alias) and node.asname:
             assert len(node.asname) > 1, f"{node.name} as {node.asname}"
 

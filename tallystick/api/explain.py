@@ -26,8 +26,8 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.handed_on import HandedOn, handed_on
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import MapBatches, Process, Step, Transform
 from tallystick.tasks.outputs import Filter, Selection
+from tallystick.tasks.steps import MapBatches, Process, Step, Transform
 
 _WIDTH = 16
 

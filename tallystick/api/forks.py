@@ -11,7 +11,7 @@ from tallystick.checkpoint.forks import Fork, fork_of
 from tallystick.epoch.two_phase import Sink
 from tallystick.errors import OptionError
 from tallystick.storage.file_storage import FileStorage
-from tallystick.tasks.keyed_step import MapBatches, Step
+from tallystick.tasks.steps import MapBatches, Step
 from tallystick.values import TopicPartition
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from tallystick.run.epoch_clock import wall_ms
 from tallystick.run.epoch_loop import EpochEnded, EpochLoop, Trigger
 from tallystick.run.query import Query
 from tallystick.spark.cluster import Cluster
-from tallystick.tasks.keyed_step import Transform
+from tallystick.tasks.steps import Transform
 from tallystick.testing.memory import MemoryHost, MemoryStorage, Topics
 from tallystick.testing.planning import MemoryPlanner
 from tallystick.testing.tasks import begin_here

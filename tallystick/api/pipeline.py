@@ -87,8 +87,8 @@ from tallystick.state.functions.processing import Processor
 from tallystick.storage.file_storage import FileStorage
 from tallystick.storage.places import Place, make_local, resolved
 from tallystick.tasks.hints import returns_nothing, warn_of_silence
-from tallystick.tasks.keyed_step import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.tasks.outputs import MAIN, Predicate, Selection, users_function
+from tallystick.tasks.steps import Columns, FrameFunction, MapBatches, Process, Step, Transform
 from tallystick.words import unknown_name
 
 if TYPE_CHECKING:

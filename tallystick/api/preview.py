@@ -13,7 +13,7 @@ from tallystick.kafka.output import KafkaOutput
 from tallystick.pipeline.compiled import PipelineRun
 from tallystick.pipeline.topology import OutputTopology
 from tallystick.spark.cluster import Cluster
-from tallystick.tasks.keyed_step import Step
+from tallystick.tasks.steps import Step
 from tallystick.testing.driver import PREVIEW, run
 
 

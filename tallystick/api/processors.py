@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from tallystick.errors import OptionError
 from tallystick.state.functions.aggregates import Aggregate
 from tallystick.state.functions.processing import NO_TIME, Processor
-from tallystick.tasks.keyed_step import Columns
+from tallystick.tasks.steps import Columns
 from tallystick.text import duration_ms
 
 if TYPE_CHECKING:

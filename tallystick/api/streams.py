@@ -28,14 +28,6 @@ from tallystick.state.functions.inputs import TIME
 from tallystick.state.functions.processing import Processor
 from tallystick.tasks.dataframes import with_frames
 from tallystick.tasks.enrichment import HOW, Enrichment
-from tallystick.tasks.keyed_step import (
-    Columns,
-    MapBatches,
-    Process,
-    Step,
-    Transform,
-    check_function,
-)
 from tallystick.tasks.operator_state import (
     ListFunction,
     ListFunctionType,
@@ -45,6 +37,14 @@ from tallystick.tasks.operator_state import (
 )
 from tallystick.tasks.outputs import Filter, Predicate
 from tallystick.tasks.read import BatchFunction
+from tallystick.tasks.steps import (
+    Columns,
+    MapBatches,
+    Process,
+    Step,
+    Transform,
+    check_function,
+)
 
 Source = KafkaSource | RowsSource
 

@@ -40,7 +40,10 @@ class ParsedValues:
 
 
 class ValueReader(Protocol):
-    """Turns values into columns; a plain value, pickled to tasks."""
+    """Turns values into columns; a plain value, pickled to tasks.
+
+    One is made for the columns that a pipeline uses, which may be some of the declared ones.
+    """
 
     @property
     def schema(self) -> pa.Schema:

@@ -433,7 +433,7 @@ def _id(name: str, path: str) -> int:
 
 @lru_cache(maxsize=FOUND_KEPT_MAX)
 def value_writer(form: Format, default_subject: str, *, registers: bool) -> ValueWriter:
-    """Return the writer of values in a format; `pipeline.topics.layout_of` chooses the reader.
+    """Return the writer of values in a format; `pipeline.topics._reader` chooses the reader.
 
     Args:
         form: the format, as the user asked for it.

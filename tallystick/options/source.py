@@ -26,7 +26,7 @@ from tallystick.codec.formats import (
     columns_read,
 )
 from tallystick.codec.layout import METADATA
-from tallystick.errors import OptionError
+from tallystick.errors import BrokenInvariantError, OptionError
 from tallystick.kafka.config import KafkaConfig
 from tallystick.options.table import (
     COUNT,
@@ -519,9 +519,11 @@ def format_named(parsed: ParsedOptions, part: str) -> Format | Text | None:
             form = Avro(schema, schemas=file, mode=mode, name_column=name, **registry)
         case "protobuf":
             form = Protobuf(schema, mode=mode, **registry)
-        case _:
+        case "json_schema":
             subject = parsed["value.registry.subject"] if part == "value" else None
             form = JsonSchema(schema, subject=subject, mode=mode, **registry)
+        case word:
+            raise BrokenInvariantError(f"{part}.format={word} is accepted, and names no class")
     form.check_for_reading()
     return form
 

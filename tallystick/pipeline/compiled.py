@@ -69,11 +69,11 @@ from tallystick.storage.file_storage import FileStorage
 from tallystick.tasks.epoch_plan import PipelinePlan
 from tallystick.tasks.event_times import InputState
 from tallystick.tasks.keyed import KeyedStep, WorkerHost
-from tallystick.tasks.keyed_step import FrameStage, Step, arrange, refuse_outputs
 from tallystick.tasks.operator_state import parts_of
 from tallystick.tasks.outputs import MAIN, DeclaredFunction, Filter
 from tallystick.tasks.read import BatchFunction
 from tallystick.tasks.read_plan import ReadPlan
+from tallystick.tasks.steps import FrameStage, Step, arrange, refuse_outputs
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from tallystick.state.functions.processing import ROWS, StateDeclaration
 from tallystick.state.meaning import FUNCTION, name_text
 from tallystick.state.schema import schema_from_text
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import Stages
 from tallystick.tasks.operator_state import TableStep
 from tallystick.tasks.outputs import Filter
 from tallystick.tasks.read import BatchFunction
+from tallystick.tasks.steps import Stages
 
 
 def with_definitions(

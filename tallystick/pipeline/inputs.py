@@ -41,7 +41,6 @@ from tallystick.state.functions.vectorised import ByColumns
 from tallystick.state.operator_state import ListCodec, TableCodec
 from tallystick.tasks.frames import conform
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Stages, Step, maker_of_columns
 from tallystick.tasks.operator_state import (
     ListStep,
     TableStep,
@@ -52,6 +51,7 @@ from tallystick.tasks.operator_state import (
 from tallystick.tasks.outputs import Predicate
 from tallystick.tasks.read import BatchFunction
 from tallystick.tasks.read_plan import ReadPlan
+from tallystick.tasks.steps import Columns, MapBatches, Process, Stages, Step, maker_of_columns
 from tallystick.values import SplitRange
 
 

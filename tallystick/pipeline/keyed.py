@@ -38,7 +38,7 @@ from tallystick.tasks.frames import conform
 from tallystick.tasks.handed_on import first_timed, noted_column
 from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import Columns, KeyedStage, MapBatches, Process, Stages, Step
+from tallystick.tasks.steps import Columns, KeyedStage, MapBatches, Process, Stages, Step
 
 logger = logging.getLogger(__name__)
 

@@ -56,7 +56,6 @@ from tallystick.storage.file_storage import DELETES_AT_A_TIME, SYSTEM_CLOCK
 from tallystick.tasks.epoch_plan import NO_STEPS, PipelinePlan
 from tallystick.tasks.hints import name_of
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import Columns, MapBatches, Process, Step
 from tallystick.tasks.outputs import (
     OF_DEAD_LETTERS,
     OF_MAIN,
@@ -66,6 +65,7 @@ from tallystick.tasks.outputs import (
     check_output_name,
 )
 from tallystick.tasks.read import BatchFunction, EncodePlan, Route, WritePlan
+from tallystick.tasks.steps import Columns, MapBatches, Process, Step
 from tallystick.tasks.write import Branch, CollectPlan, FanOut
 from tallystick.values import Producer, TopicPartition
 

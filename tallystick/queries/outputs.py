@@ -19,8 +19,8 @@ from tallystick.errors import OptionError
 from tallystick.queries.grouping import is_grouped
 from tallystick.queries.parsing import from_of, shown
 from tallystick.queries.relations import Relation, known_schema
-from tallystick.tasks.keyed_step import MapBatches
 from tallystick.tasks.outputs import Rows
+from tallystick.tasks.steps import MapBatches
 
 
 @dataclass(frozen=True)

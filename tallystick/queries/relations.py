@@ -19,8 +19,8 @@ from tallystick.pipeline.sinks import with_columns
 from tallystick.pipeline.topics import columns_ddl
 from tallystick.queries.parsing import WINDOW, place_of
 from tallystick.spark.cluster import Cluster
-from tallystick.tasks.keyed_step import Columns, MapBatches
 from tallystick.tasks.outputs import Filter
+from tallystick.tasks.steps import Columns, MapBatches
 
 WINDOW_NAMES = (WINDOW, "session_window")
 """Tables of `window.start` and the like."""

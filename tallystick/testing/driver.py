@@ -31,8 +31,8 @@ from tallystick.pipeline.topology import OutputTopology
 from tallystick.run.epoch_clock import EpochClock, SteadyClock
 from tallystick.spark.cluster import Cluster
 from tallystick.state.key_groups import key_group_range
-from tallystick.tasks.keyed_step import Step, Transform
 from tallystick.tasks.outputs import MAIN
+from tallystick.tasks.steps import Step, Transform
 from tallystick.testing.feeding import Feeder
 from tallystick.testing.memory import (
     Clock,

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from tallystick.arguments import near
-from tallystick.codec.formats import Format, Json, Text
-from tallystick.codec.json.write import JsonWriter
+from tallystick.codec.formats import REGISTERED, Format, Text
 from tallystick.codec.rows import HEADERS_TYPE
 from tallystick.errors import OptionError
 from tallystick.kafka.registry import value_writer
@@ -211,8 +210,8 @@ def _written(
     arrays = [rows.column(name, field.type) for name, field in fields.items()]
     names = [field.name for field in fields.values()]
     columns = pa.RecordBatch.from_arrays(arrays, names=names)
-    if isinstance(form, Json):
-        return JsonWriter().write(columns)
+    if form is not None and not isinstance(form, REGISTERED):
+        return value_writer(form, "", registers=False).write(columns)
     if form is None or form.registry is None:
         raise OptionError(
             f"{rows.what}: {type(form).__name__}() without a registry= says how {part}s are read, "

@@ -11,6 +11,7 @@ from tallystick.options.source import (
     OFFSETS_MAX,
     PASSED_OVER,
     SOURCE,
+    WITH_SCHEMA,
     parse_source_options,
 )
 from tallystick.source.subscription import (
@@ -33,6 +34,15 @@ GOOD = {"kafka.bootstrap.servers": "host:9092", "subscribe": "flights"}
 def parse(streaming=True, **changed):
     options = {**GOOD, **{name.replace("__", "."): value for name, value in changed.items()}}
     return parse_source_options({n: v for n, v in options.items() if v}, streaming=streaming)
+
+
+@pytest.mark.parametrize("word", WITH_SCHEMA)
+def test_the_word_of_a_format_means_its_class(word):
+    has_registry = word in ("avro", "protobuf")
+    registry = {"value__registry__url": "http://registry:8081"} if has_registry else {}
+    options = parse(value__format=word, value__schema="a int", **registry)
+
+    assert type(options.value).__name__.lower() == word.replace("_", "")
 
 
 def test_the_names_of_sparks_connector_are_understood_in_any_case():

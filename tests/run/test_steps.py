@@ -3,7 +3,7 @@
 import pytest
 
 from tallystick.errors import OptionError
-from tallystick.tasks.keyed_step import MapBatches, Process, Transform, arrange
+from tallystick.tasks.steps import MapBatches, Process, Transform, arrange
 
 
 def first(batch):

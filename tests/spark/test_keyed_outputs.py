@@ -9,7 +9,7 @@ from tallystick.errors import OptionError
 from tallystick.pipeline.keyed import keyed_steps, output_of
 from tallystick.state.schema import schema_of
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import Process, arrange
+from tallystick.tasks.steps import Process, arrange
 
 EVENTS = schema_of("user string, at timestamp, amount double", "events")
 

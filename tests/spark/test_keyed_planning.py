@@ -12,7 +12,7 @@ from tallystick.errors import OptionError
 from tallystick.pipeline.keyed import keyed_steps, lean_layout
 from tallystick.state.functions.processing import EVENT_TIME, NO_TIME, PROCESSING_TIME
 from tallystick.tasks.keyed import KeyedStep
-from tallystick.tasks.keyed_step import Process, Transform, arrange
+from tallystick.tasks.steps import Process, Transform, arrange
 
 EVENTS = pa.schema([("user", pa.string()), ("at", pa.int64()), ("seen_at", pa.int64())])
 
