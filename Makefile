@@ -14,7 +14,7 @@ KILLS ?= 6
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 WITH_TOOLS := --editable '.[test,check,docs]' --editable tools
 WITH_JAVA := --editable '.[java]' --editable tools
-# uv takes a third of pip's time. Where it cannot be had or finds no index, pip does the same. Both leave modules to be compiled where they are imported.
+# uv takes a third of pip's time. Where it cannot be had or finds no index, pip does the same. Both leave modules to be compiled where they are imported. The words to install are in variables: `call` would divide them at commas.
 install = { $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(PIP) install --no-compile $(1); }
 
 help:

@@ -174,13 +174,11 @@ def chosen_packages(cell: Cell) -> list[str]:
 
 def lowest(cell: Cell) -> Path:
     """Write the lowest versions that both pyproject.toml allow, but for PySpark's, as uv finds."""
-    tool, path = FOLDER / "tool", FOLDER / "lowest.txt"
-    subprocess.run([sys.executable, "-m", "venv", tool], check=True)
-    subprocess.run([tool / "bin" / "pip", "install", "--quiet", "uv"], check=True)
+    uv, path = Path(sys.executable).with_name("uv"), FOLDER / "lowest.txt"
     asked = [requirement for requirement in wanted() if requirement.name != "pyspark"]
     solved = subprocess.run(
         [
-            *(tool / "bin" / "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header"),
+            *(uv, "pip", "compile", "--quiet", "--no-annotate", "--no-header"),
             *("--resolution", "lowest-direct", "--python-version", cell.python, "-"),
         ],
         input="\n".join([*map(str, asked), f"pyspark=={cell.spark}.*"]),

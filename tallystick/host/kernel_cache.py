@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from tallystick.host.user_cache import cache_directory
@@ -90,10 +91,15 @@ def directory_in_use() -> Path:
     return Path(os.environ["NUMBA_CACHE_DIR"])
 
 
-def warm_up(modules: tuple[str, ...] = WARM_UP_MODULES) -> None:
-    """Compile every kernel or load it from the cache, then leave the mark that all are compiled."""
+def load(modules: Iterable[str]) -> None:
+    """Load the kernels of some modules from the cache, and compile those that it lacks."""
     for module in modules:
         importlib.import_module(module).warm_up()
+
+
+def warm_up(modules: tuple[str, ...] = WARM_UP_MODULES) -> None:
+    """Compile every kernel or load it from the cache, then leave the mark that all are compiled."""
+    load(modules)
     _mark().touch()
 
 
@@ -104,9 +110,7 @@ def warm_up_on_two_cores() -> None:
     """
     are_compiled()
     if are_compiled.compiler is not None:
-        for module in (*EVERY_PIPELINE, *OTHERS):
-            if module != LONGEST:
-                importlib.import_module(module).warm_up()
+        load(module for module in (*EVERY_PIPELINE, *OTHERS) if module != LONGEST)
         are_compiled.compiler.wait()
     warm_up()  # from the cache, but for what a process that failed has not compiled
 

@@ -127,12 +127,11 @@ def _load_kernels(listener: socket.socket, driver: int) -> None:
     """
     kernel_cache = importlib.import_module("tallystick.host.kernel_cache")
     kernel_cache.are_compiled()
-    for module in kernel_cache.EVERY_PIPELINE:
-        importlib.import_module(module).warm_up()
+    kernel_cache.load(kernel_cache.EVERY_PIPELINE)
     for module in (*kernel_cache.KEYED_PIPELINES, *kernel_cache.OTHERS):
         if select.select([listener], [], [], 0)[0] or os.getppid() != driver:
             return
-        importlib.import_module(module).warm_up()
+        kernel_cache.load([module])
 
 
 def take_place(connection: socket.socket) -> bool:

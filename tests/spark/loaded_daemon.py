@@ -25,8 +25,8 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
+from tallystick.host import kernel_cache
 from tallystick.host.forks import make_ready_for_forks
-from tallystick.host.kernel_cache import WARM_UP_MODULES, are_compiled
 from tallystick.spark import PYSPARK_VERSION, early_daemon, streaming
 from tallystick.testing.process import ProcessGroup
 
@@ -116,9 +116,8 @@ def load() -> None:
     has_sources = PYSPARK_VERSION >= streaming.PYSPARK_VERSION_MIN
     for package in (*early_daemon.PACKAGES, *(OF_SOURCES if has_sources else ())):
         importlib.import_module(package)
-    if are_compiled():
-        for module in WARM_UP_MODULES:
-            importlib.import_module(module).warm_up()
+    if kernel_cache.are_compiled():
+        kernel_cache.load(kernel_cache.WARM_UP_MODULES)
 
 
 @cache

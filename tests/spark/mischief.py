@@ -144,6 +144,11 @@ class Gangs:
         return pids[0] if who == WORKER else pids[1]
 
 
+def processes_told_in(folder: Path) -> set[int]:
+    """Return the processes in which a job's function has run, as it tells by `tells_pids`."""
+    return {int(path.name) for path in folder.glob("*")}
+
+
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, also where nobody has asked for its status."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -17,7 +17,7 @@ from tallystick.tasks.read import Report, WritePlan
 from tallystick.testing import EmbeddedKafka
 from tests.spark.driver_process import Drivers
 from tests.spark.flow import Facts, Flow
-from tests.spark.mischief import Gangs, is_gone, wait_until_gone
+from tests.spark.mischief import Gangs, is_gone, processes_told_in, wait_until_gone
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.chaos]
@@ -191,10 +191,10 @@ def test_more_dead_workers_than_an_epoch_has_attempts_are_taken_out_of_the_pool(
     flow, all_there = Flow(kafka, None, tmp_path, partitions=6), tmp_path / "all"
     flow.feed(120, keys=60)
     spec = flow.spec(master="local[6]", map_waits_for=str(all_there))
-    driver = drivers.take()
-    driver.run({**spec, "execution": "jobs", "tells_pids": str(tmp_path / "before")})
-    wait_until(lambda: len(told_in(tmp_path / "before")) > ATTEMPTS_MAX + 1, "few workers")
-    workers = told_in(tmp_path / "before")
+    driver, before = drivers.take(), tmp_path / "before"
+    driver.run({**spec, "execution": "jobs", "tells_pids": str(before)})
+    wait_until(lambda: len(processes_told_in(before)) > ATTEMPTS_MAX + 1, "too few workers")
+    workers = processes_told_in(before)
     daemons = {_parent(worker) for worker in workers}
     all_there.touch()
     assert driver.wait_for_end() is None
@@ -208,15 +208,10 @@ def test_more_dead_workers_than_an_epoch_has_attempts_are_taken_out_of_the_pool(
 
     # Resident tasks start before the first epoch does, which waits for them.
     assert driver.facts.count("ActionFailed") in ((1,) if execution == "jobs" else (0, 1))
-    assert told_in(tmp_path / "after").isdisjoint(workers)
-    assert told_in(tmp_path / "after")
+    assert processes_told_in(tmp_path / "after").isdisjoint(workers)
+    assert processes_told_in(tmp_path / "after")
     flow.assert_exact()
     drivers.give_back(driver)
-
-
-def told_in(folder: Path) -> set[int]:
-    """Return the processes in which the functions of a pipeline have said that they run."""
-    return {int(path.name) for path in folder.glob("*")}
 
 
 @pytest.mark.parametrize("dead", [0, 1, 20])

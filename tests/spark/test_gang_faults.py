@@ -31,6 +31,7 @@ from tests.spark.mischief import (
     Gangs,
     Mischief,
     is_gone,
+    processes_told_in,
     wait_until_gone,
 )
 from tests.spark.topics import by_key, read_committed, wait_until_nothing_is_pending
@@ -320,9 +321,9 @@ def test_a_driver_killed_in_an_epoch_takes_its_members_with_it(
     driver = drivers.take()
     spec = flow.spec(execution="resident", map_waits_for="/nowhere", tells_pids=str(started))
     driver.run(spec)
-    wait_until(lambda: len(list(started.glob("*"))) == 2, "both are in their function")
-    pids = [int(path.name) for path in started.iterdir()]
-    os.kill(pids[0], signal.SIGSTOP)
+    wait_until(lambda: len(processes_told_in(started)) == 2, "both are in their function")
+    pids = processes_told_in(started)
+    os.kill(min(pids), signal.SIGSTOP)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait_until_killed()
     wait_until_gone(pids)
@@ -351,7 +352,7 @@ def test_a_session_that_is_stopped_ends_the_pipeline_in_it(
         )
         error = driver.wait_for_end() or ""
         assert "SparkContext was stopped" in error, error
-        wait_until_gone(int(path.name) for path in started.iterdir())
+        wait_until_gone(processes_told_in(started))
     flow.feed(10)
     resident.run()
     resident.assert_exact()
